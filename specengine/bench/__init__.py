@@ -1,0 +1,1 @@
+"""Workloads, timing and reports of `specengine bench`."""

@@ -1,0 +1,1 @@
+"""The `specengine` command: one module a subcommand; importing them costs nothing heavy."""

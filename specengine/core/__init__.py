@@ -1,0 +1,1 @@
+"""Scheduling, blocks and budgets in pure Python: counts, never tensors."""

@@ -1,0 +1,1 @@
+"""Models: one configurable decoder, the families it serves, and loading from safetensors and GGUF."""

@@ -1,0 +1,1 @@
+"""Rules of acceptance, one file each: exact ways to decide a drafted tree with the target's laws."""

@@ -1,0 +1,1 @@
+"""The worker: carries out one plan after another (propose, build, forward, verify, compact, observe)."""
