@@ -112,7 +112,7 @@ def _here(alias: str) -> Path | None:
 def _resolve(name: str, *, fetch: bool) -> ResolvedModel:
     base, _, revision = name.partition("@")
     local = Path(name).expanduser()
-    if base not in ALIASES and local.exists():
+    if name and base not in ALIASES and local.exists():
         return _local(name, local)
     hub_id = ALIASES.get(base, base)
     if not HUB_ID.fullmatch(hub_id) or name.endswith(".gguf"):

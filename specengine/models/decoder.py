@@ -79,5 +79,7 @@ class DecoderModel:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [L, vocab] of hidden states float32 [L, hidden]."""
+        """Logits float32 [L, vocab] of hidden states float32 [L, hidden]; L is 0 in a step of prompt chunks alone."""
+        if not len(hidden):
+            return hidden.new_empty(0, self.config.vocab_size)
         return ops.linear(ops.rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps), self.weights.head)
