@@ -12,21 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specengine.config import SpeculativeConfig
-    from specengine.engine.async_llm import AsyncLLM
     from specengine.engine.llm import LLM
     from specengine.outputs import RequestOutput
     from specengine.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "SpeculativeConfig"]
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "SpeculativeConfig"]
 
 
 def __getattr__(name: str) -> Any:
     match name:
         case "LLM":
             module = "specengine.engine.llm"
-        case "AsyncLLM":
-            module = "specengine.engine.async_llm"
         case "RequestOutput":
             module = "specengine.outputs"
         case "SamplingParams":

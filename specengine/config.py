@@ -174,9 +174,7 @@ class EngineOptions:
         """The speculation settings, shortcuts and `--draft` included."""
         base = SpeculativeConfig.parse(_prepared_speculation(self.speculation, self.draft))
         changes = {
-            name: getattr(self, name)
-            for name in ("num_speculative_tokens", "tree_width", "acceptance")
-            if getattr(self, name) is not None
+            name: getattr(self, name) for name in ("num_speculative_tokens", "tree_width", "acceptance") if getattr(self, name) is not None
         }
         return SpeculativeConfig(**{**base.__dict__, **changes})
 
@@ -311,7 +309,7 @@ def _kind_of(about: Field[Any]) -> str:
     return "int" if text.startswith("int") else "float" if text.startswith("float") else "str"
 
 
-def _converted(name: str, kind: str, value: Any) -> Any:
+def _converted(name: str, kind: str, value: Any) -> Any:  # noqa: C901  one branch a kind
     if kind == "bytes":
         return parse_bytes(value, name)
     if kind == "dtype":
@@ -356,4 +354,3 @@ def _whole(name: str, value: Any, *, low: int, high: int | None = None) -> None:
 def _nearest(name: str, known: set[str]) -> str:
     close = get_close_matches(name, sorted(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known))}"
-

@@ -1,13 +1,13 @@
 """Logging set-up; owns the format and `warn_once`, knows nothing about what is logged.
 
-    logger = get_logger(__name__)
-    warn_once(logger, "no compiler was found; the reference operations serve")
+logger = get_logger(__name__)
+warn_once(logger, "no compiler was found; the reference operations serve")
 """
 
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
+from functools import cache
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -24,7 +24,7 @@ def configure(level: str = "info") -> None:
     root.propagate = False
 
 
-@lru_cache(maxsize=None)
+@cache
 def warn_once(logger: logging.Logger, message: str) -> None:
     """Warns about a fallback the first time it happens in this process."""
     logger.warning(message)

@@ -1,7 +1,7 @@
 """What a generation returns, under vLLM's names. Data only.
 
-    output = llm.generate("Hello")[0]
-    output.outputs[0].text, output.outputs[0].finish_reason, output.metrics.acceptance_rate
+output = llm.generate("Hello")[0]
+output.outputs[0].text, output.outputs[0].finish_reason, output.metrics.acceptance_rate
 """
 
 from __future__ import annotations

@@ -210,7 +210,6 @@ class Scheduler:
         sequence.num_preemptions += 1
         self._leave(sequence)
         sequence.num_computed_tokens = 0
-        sequence.num_published_blocks = 0
         sequence.draft_lag = 0
         sequence.status = Status.PREEMPTED
         self._enqueue(sequence)

@@ -114,7 +114,9 @@ class Admission:
             raise RequestError(str(error), "speculation") from None
         for key in keys:
             if key not in PER_REQUEST_KEYS:
-                raise RequestError(f"speculation key {key!r} is the engine's; a request may set {', '.join(sorted(PER_REQUEST_KEYS))}", "speculation")
+                raise RequestError(
+                    f"speculation key {key!r} is the engine's; a request may set {', '.join(sorted(PER_REQUEST_KEYS))}", "speculation"
+                )
         method = keys.get("method", "auto")
         if method not in ("auto", "off", self.method):
             raise RequestError(f"speculation method is {method!r}; this engine has {self.method} and off", "speculation")

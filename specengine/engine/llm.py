@@ -107,7 +107,9 @@ class LLM:
         if isinstance(given, SamplingParams):
             return [given] * count
         if len(given) != count:
-            raise RequestError(f"{len(given)} sampling_params are given for {count} prompts; allowed is one, or one a prompt", "sampling_params")
+            raise RequestError(
+                f"{len(given)} sampling_params are given for {count} prompts; allowed is one, or one a prompt", "sampling_params"
+            )
         return list(given)
 
     def _message(self, index: int, prompt: Prompt, params: SamplingParams) -> AddRequest:

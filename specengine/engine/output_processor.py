@@ -89,10 +89,10 @@ class OutputProcessor:
         """Decides for every scheduled sequence which of the step's tokens are kept, and whether it ends."""
         now = self._clock()
         for new in plan.new:
-            request_id, _, choice = new.sequence_id.rpartition("#")
+            request_id, _, index = new.sequence_id.rpartition("#")
             active = self._requests.get(request_id)
             if active is not None:
-                self._enter(active.choices[int(choice)], new, now)
+                self._enter(active.choices[int(index)], new, now)
         shared = len(result.sequences) or 1
         updates = []
         for sequence in result.sequences:
@@ -128,7 +128,9 @@ class OutputProcessor:
             active.prompt_logprobs.extend(self._logprobs(entry) for entry in result.prompt_logprobs)
         if result.error is not None:
             choice.finished = True
-            self._emit(choice, RequestDelta(active.request.request_id, choice.index, error=result.error, error_code="non_finite_logits"), "error")
+            self._emit(
+                choice, RequestDelta(active.request.request_id, choice.index, error=result.error, error_code="non_finite_logits"), "error"
+            )
             return SequenceUpdate(result.row, [], "error")
         if not result.token_ids:
             return SequenceUpdate(result.row, [], None, result.draft_lag)

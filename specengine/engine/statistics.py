@@ -9,7 +9,7 @@ Owns the counts by source and position and the seconds by phase. Knows nothing a
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -37,7 +37,7 @@ class PhaseClock:
 class Statistics:
     def __init__(self) -> None:
         self.steps = 0
-        self._phase_seconds: Counter[str] = Counter()
+        self._phase_seconds: defaultdict[str, float] = defaultdict(float)
         self._drafts: Counter[str] = Counter()
         self._drafted: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()

@@ -1,6 +1,6 @@
 """`Executor`: where the worker runs. One message down, one up.
 
-    result = executor.submit(plan).result()
+result = executor.submit(plan).result()
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The executor of one device: the worker runs in the engine's own process and thread.
 
-    executor = EXECUTORS.get("uni")(worker)
+executor = EXECUTORS.get("uni")(worker)
 """
 
 from __future__ import annotations

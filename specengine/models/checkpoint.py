@@ -61,7 +61,7 @@ class SafetensorsCheckpoint:
         self.where = str(folder)
         config_file = folder / "config.json"
         self.config = config_from_hf(_read_json(config_file), str(config_file))
-        self._files: dict[str, Any] = {}
+        self._files: dict[Path, Any] = {}
         self._place = self._places(folder)
         self.shapes: dict[str, tuple[int, ...]] = {}
         for name, file in self._place.items():

@@ -14,7 +14,12 @@ from specengine.errors import LoadError
 from specengine.layers.rotary import KINDS, RopeParameters
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+GGUF_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,9 @@ def config_from_hf(config: dict[str, Any], where: str) -> DecoderConfig:
         raise LoadError(f"{where} has the architecture {architecture!r}; supported are {', '.join(ARCHITECTURES)}")
     if config.get("quantization_config"):
         method = (config["quantization_config"] or {}).get("quant_method", "unnamed")
-        raise LoadError(f"{where} has a quantization_config of the method {method!r}, which can't be read; use an unquantized checkpoint or GGUF")
+        raise LoadError(
+            f"{where} has a quantization_config of the method {method!r}, which can't be read; use an unquantized checkpoint or GGUF"
+        )
     if config.get("hidden_act", "silu") != "silu":
         raise LoadError(f"{where} has hidden_act {config['hidden_act']!r}; supported is silu")
     heads, hidden, layers = read.positive("num_attention_heads"), read.positive("hidden_size"), read.positive("num_hidden_layers")

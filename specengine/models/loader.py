@@ -29,7 +29,9 @@ def load_model(resolved: ResolvedModel, dtype: torch.dtype | None = None) -> Dec
     config = checkpoint.config
     if dtype is None:
         if config.dtype not in DTYPES:
-            raise LoadError(f"{checkpoint.where} has the dtype {config.dtype!r}; supported are {', '.join(DTYPES)}, or name one with --dtype")
+            raise LoadError(
+                f"{checkpoint.where} has the dtype {config.dtype!r}; supported are {', '.join(DTYPES)}, or name one with --dtype"
+            )
         dtype = DTYPES[config.dtype]
     check_tensors(checkpoint)
     reader = Reader(checkpoint, dtype)
@@ -57,7 +59,9 @@ def check_tensors(checkpoint: Checkpoint) -> None:
             if not tied_head and not LEFTOVERS.fullmatch(name):
                 raise LoadError(f"{checkpoint.where} has the tensor {name}, which a {checkpoint.config.architecture} has no use for")
         elif shape != expected[name]:
-            raise LoadError(f"{checkpoint.where}: the tensor {name} has the shape {list(shape)}; its configuration needs {list(expected[name])}")
+            raise LoadError(
+                f"{checkpoint.where}: the tensor {name} has the shape {list(shape)}; its configuration needs {list(expected[name])}"
+            )
 
 
 def expected_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:

@@ -18,6 +18,7 @@ from specengine.core.plan import StepPlan
 from specengine.runner.sequence_table import SequenceTable
 from specengine.tree import TreeBatch
 
+
 def no_tokens() -> np.ndarray:
     return np.zeros(0, np.int32)
 
@@ -59,9 +60,7 @@ def segments_of(plan: StepPlan, trees: TreeBatch) -> list[Segment]:
         i = place[s.row]
         nodes = slice(trees.node_start[i], trees.node_start[i + 1])
         root = s.num_tokens - 1
-        segments.append(
-            Segment(s.row, s.start, s.num_tokens, trees.tokens[nodes], trees.depths[nodes], words[nodes], logits_from=root)
-        )
+        segments.append(Segment(s.row, s.start, s.num_tokens, trees.tokens[nodes], trees.depths[nodes], words[nodes], logits_from=root))
     return segments
 
 

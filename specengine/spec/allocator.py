@@ -1,6 +1,6 @@
 """Cuts a step's trees to the plan's limits, between propose and build. Decides from counts alone, never from a token.
 
-    trees = cut(trees, plan.limits)
+trees = cut(trees, plan.limits)
 """
 
 from __future__ import annotations

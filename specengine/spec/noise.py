@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
@@ -67,13 +68,15 @@ def log32(x: Floats) -> Floats:
     y = p * r * square
     y = y + exponent * LN2_LOW
     y = y - np.float32(0.5) * square
-    return (r + y) + exponent * LN2_HIGH
+    result: Floats = (r + y) + exponent * LN2_HIGH
+    return result
 
 
 def uniform_from_bits(bits: Ints) -> Floats:
     """v in (0, 1) of 32-bit integers, float32."""
     v = (bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
-    return np.minimum(v, LARGEST_UNIFORM)
+    bounded: Floats = np.minimum(v, LARGEST_UNIFORM)
+    return bounded
 
 
 def gumbel_from_bits(bits: Ints) -> Floats:
@@ -106,7 +109,7 @@ class RequestNoise:
     def _bits(self, stream: Stream, index: int, tokens: Ints) -> Ints:
         tokens = np.asarray(tokens)
         place = tokens.astype(np.uint64)
-        rest = (np.uint64(index), np.uint64(self.choice), np.uint64(int(stream)))
+        rest: tuple[Any, Any, Any] = (np.uint64(index), np.uint64(self.choice), np.uint64(int(stream)))
         count = len(tokens)
         if count and count % 4 == 0 and tokens[0] % 4 == 0 and tokens[-1] - tokens[0] == count - 1:  # a whole range: four tokens a counter
             lanes = philox((place[::4] >> np.uint64(2), *rest), self.seed)

@@ -149,7 +149,8 @@ def _top_k(scores: Floats, tokens: Ints, k: int) -> Ints:
     above = values > bound
     equal = np.flatnonzero(values == bound)[: k - int(above.sum())]
     above[equal] = True
-    return tokens[above]
+    kept: Ints = tokens[above]
+    return kept
 
 
 def _top_p(scores: Floats, tokens: Ints, p: float) -> Ints:

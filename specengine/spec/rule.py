@@ -1,6 +1,6 @@
 """What a rule of acceptance gets and gives; owns the types alone.
 
-    decision = rule.decide(tree, law_at, noise, index)
+decision = rule.decide(tree, law_at, noise, index)
 """
 
 from __future__ import annotations

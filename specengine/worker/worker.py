@@ -96,7 +96,9 @@ class Worker:
             for begin in range(s.start, end, PROMPT_LOGPROB_ROWS):
                 stop = min(end, begin + PROMPT_LOGPROB_ROWS)
                 logits = self.target.logits(output, torch.arange(first + begin - s.start, first + stop - s.start))
-                entries += self.verifier.prompt_logprobs(logits, self.table.token_ids[s.row, begin + 1 : stop + 1], sampling.prompt_logprobs)
+                entries += self.verifier.prompt_logprobs(
+                    logits, self.table.token_ids[s.row, begin + 1 : stop + 1], sampling.prompt_logprobs
+                )
             found[s.row] = entries
         return found
 

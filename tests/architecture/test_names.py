@@ -11,7 +11,7 @@ import pytest
 import specengine
 
 ROOT = Path(__file__).resolve().parents[2]
-PUBLIC = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "SpeculativeConfig"]
+PUBLIC = ["LLM", "RequestOutput", "SamplingParams", "SpeculativeConfig"]
 
 
 def test_exported_names():

@@ -17,8 +17,8 @@ from specengine.errors import ConfigError
 from specengine.runner.batch_builder import Segment, build_token_batch
 from specengine.runner.sequence_table import SequenceTable
 from specengine.spec.coupling import CouplingModel, gaps_of
-from specengine.spec.drafter import Capabilities, DrafterContext, Proposed, tip_rows
 from specengine.spec.draft_kv import DraftKV
+from specengine.spec.drafter import Capabilities, DrafterContext, Proposed, tip_rows
 from specengine.spec.law import log_sum_exp
 from specengine.spec.noise import RequestNoise, Stream, perturbed_top
 from specengine.spec.processors import Pipeline
@@ -180,4 +180,3 @@ class DraftModelDrafter:
 
 
 DRAFTER = DraftModelDrafter
-
