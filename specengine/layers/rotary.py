@@ -77,7 +77,7 @@ def _yarn(rope: RopeParameters, max_len: int) -> tuple[torch.Tensor, float]:
     attention = scaling.get("attention_factor")
     if attention is None:
         mscale, mscale_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
-        attention = _yarn_scale(factor, mscale) / _yarn_scale(factor, mscale_all) if mscale and mscale_all else _yarn_scale(factor, 1.0)
+        attention = yarn_attention(factor, mscale) / yarn_attention(factor, mscale_all) if mscale and mscale_all else yarn_attention(factor, 1.0)
 
     def correction(rotations: float) -> float:
         return (dim * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(rope.theta))
@@ -88,11 +88,12 @@ def _yarn(rope: RopeParameters, max_len: int) -> tuple[torch.Tensor, float]:
     low, high = max(low, 0), min(high, dim - 1)
     ramp = torch.clamp((torch.arange(dim // 2, dtype=torch.float32) - low) / ((high - low) or 0.001), 0, 1)
     kept = 1 - ramp
-    plain = _inverse_frequencies(rope.theta, dim)
-    return (plain / factor) * (1 - kept) + plain * kept, float(attention)
+    powers = rope.theta ** (torch.arange(0, dim, 2).to(torch.float32) / dim)
+    return (1.0 / (factor * powers)) * (1 - kept) + (1.0 / powers) * kept, float(attention)
 
 
-def _yarn_scale(factor: float, mscale: float) -> float:
+def yarn_attention(factor: float, mscale: float) -> float:
+    """The paper's scale of the angles' sines and cosines: sqrt(1/t) = 0.1 mscale ln(factor) + 1."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
@@ -116,4 +117,9 @@ def _number(rope: RopeParameters, name: str) -> float:
     return float(value)
 
 
+# Keys of `scaling` that are numbers where they are there at all.
+ROPE_NUMBERS = (
+    "factor", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow",
+    "low_freq_factor", "high_freq_factor",
+)  # fmt: skip
 KINDS = {"default": _default, "linear": _linear, "dynamic": _dynamic, "yarn": _yarn, "llama3": _llama3}
