@@ -27,24 +27,29 @@ void multiply_tile(const LinearArgs& a, int64_t row, int64_t panel) {
   const int64_t depth = a.in;
   const float* x = a.x + row * depth;
   const W* w = static_cast<const W*>(a.panels) + panel * depth * kPanel;
+  // Loops over the tile are unrolled so that the sums live in registers: GCC spills an array that a loop indexes.
   Vec sum[R][2 * P];
-  for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < 2 * P; ++c) sum[r][c] = set1(0);
+  SPECENGINE_UNROLL for (int r = 0; r < R; ++r) {
+    SPECENGINE_UNROLL for (int c = 0; c < 2 * P; ++c) sum[r][c] = set1(0);
   }
   for (int64_t k = 0; k < depth; ++k) {
     Vec column[2 * P];
-    for (int p = 0; p < P; ++p) {
+    SPECENGINE_UNROLL for (int p = 0; p < P; ++p) {
       const W* at = w + (p * depth + k) * kPanel;
       if (R * P <= 4) prefetch(reinterpret_cast<const char*>(at) + kPrefetchBytes);
       load_panel(at, column[2 * p], column[2 * p + 1]);
     }
-    for (int r = 0; r < R; ++r) {
+    SPECENGINE_UNROLL for (int r = 0; r < R; ++r) {
       const Vec value = broadcast(x + r * depth + k);
-      for (int c = 0; c < 2 * P; ++c) sum[r][c] = fma(value, column[c], sum[r][c]);
+      SPECENGINE_UNROLL for (int c = 0; c < 2 * P; ++c) sum[r][c] = fma(value, column[c], sum[r][c]);
     }
   }
+  float done[R][2 * P][kLanes];
+  SPECENGINE_UNROLL for (int r = 0; r < R; ++r) {
+    SPECENGINE_UNROLL for (int c = 0; c < 2 * P; ++c) store(done[r][c], sum[r][c]);
+  }
   for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < 2 * P; ++c) finish(a, row + r, panel * kPanel + c * kLanes, sum[r][c]);
+    for (int c = 0; c < 2 * P; ++c) finish(a, row + r, panel * kPanel + c * kLanes, load(done[r][c]));
   }
 }
 

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#define SPECENGINE_UNROLL _Pragma("GCC unroll 16")
+
 namespace specengine {
 namespace SPECENGINE_ISA {
 

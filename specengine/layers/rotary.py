@@ -77,7 +77,9 @@ def _yarn(rope: RopeParameters, max_len: int) -> tuple[torch.Tensor, float]:
     attention = scaling.get("attention_factor")
     if attention is None:
         mscale, mscale_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
-        attention = yarn_attention(factor, mscale) / yarn_attention(factor, mscale_all) if mscale and mscale_all else yarn_attention(factor, 1.0)
+        attention = (
+            yarn_attention(factor, mscale) / yarn_attention(factor, mscale_all) if mscale and mscale_all else yarn_attention(factor, 1.0)
+        )
 
     def correction(rotations: float) -> float:
         return (dim * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(rope.theta))

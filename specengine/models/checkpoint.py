@@ -39,14 +39,24 @@ GGUF_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "ou
 ROPE_FACTORS = "rope_freqs.weight"
 
 
+# What a weight's own type becomes where nothing names a dtype; of quantized GGUF types, bfloat16.
+STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+TYPICAL = "model.layers.0.mlp.down_proj.weight"  # the tensor whose type stands for the whole checkpoint's
+
+
 class Checkpoint(Protocol):
-    """Tensors under Hugging Face's names."""
+    """Tensors under Hugging Face's names. `stored_dtype` is how the matrices lie in the file."""
 
     where: str
     config: DecoderConfig
     shapes: dict[str, tuple[int, ...]]
 
+    @property
+    def stored_dtype(self) -> str: ...
+
     def read(self, name: str) -> torch.Tensor: ...
+
+    def name_in_file(self, name: str) -> str: ...
 
 
 def open_checkpoint(resolved: ResolvedModel) -> Checkpoint:
@@ -70,12 +80,23 @@ class SafetensorsCheckpoint:
             except SafetensorError:
                 raise LoadError(f"the tensor {name} is missing from {file}, where the index puts it") from None
 
+    @property
+    def stored_dtype(self) -> str:
+        found: str = self._open(self._place[TYPICAL]).get_slice(TYPICAL).get_dtype()
+        return STORED_DTYPES.get(found, found)
+
     def read(self, name: str) -> torch.Tensor:
         try:
             tensor: torch.Tensor = self._open(self._place[name]).get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise LoadError(f"the tensor {name} of {self._place[name]} can't be read: {_first_line(error)}") from None
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            # Quantized values without their scales would load as noise.
+            raise LoadError(f"the tensor {name} of {self._place[name]} holds {tensor.dtype}; supported are floats of 16, 32 and 64 bits")
         return tensor
+
+    def name_in_file(self, name: str) -> str:
+        return name
 
     def _places(self, folder: Path) -> dict[str, Path]:
         index = folder / INDEX
@@ -115,6 +136,17 @@ class GGUFCheckpoint:
         self.config = config_from_gguf(self._header.metadata, stored, self.where, factors)
         self.shapes = {name: tuple(info.shape) for name, info in self._tensors.items() if name != ROPE_FACTORS}
         self._permuted = self._header.metadata.get("general.architecture") in ("llama", "mistral")
+
+    @property
+    def stored_dtype(self) -> str:
+        return STORED_DTYPES.get(encoding_of(self._tensors[TYPICAL].ggml_type).name, "bfloat16")
+
+    def name_in_file(self, name: str) -> str:
+        """The inverse of `_hf_name`, for messages about tensors that aren't there."""
+        base, _, kind = name.rpartition(".")
+        places = {hf: ggml for ggml, hf in (GGUF_TOP | GGUF_LAYER).items()}
+        match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", base)
+        return f"blk.{match[1]}.{places[match[2]]}.{kind}" if match else f"{places[base]}.{kind}"
 
     def read(self, name: str) -> torch.Tensor:
         """float32, whatever the file holds."""

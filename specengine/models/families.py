@@ -247,5 +247,7 @@ def _windows(read: Fields, architecture: str, layers: int) -> tuple[int | None, 
         first = values.get("max_window_layers", 28) if qwen else 0
         types = [LAYER_TYPES[i >= first] for i in range(layers)]
     if not isinstance(types, list) or len(types) != layers or any(kind not in LAYER_TYPES for kind in types):
-        raise LoadError(f"{read.where} has layer_types {types!r}; supported is one of {' and '.join(LAYER_TYPES)} for each of {layers} layers")
+        raise LoadError(
+            f"{read.where} has layer_types {types!r}; supported is one of {' and '.join(LAYER_TYPES)} for each of {layers} layers"
+        )
     return tuple(window if kind == "sliding_attention" else None for kind in types)

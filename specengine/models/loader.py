@@ -27,13 +27,12 @@ def load_model(resolved: ResolvedModel, dtype: torch.dtype | None = None) -> Dec
     """The model with its weights in `dtype` (None: as the checkpoint stores them). Raises LoadError."""
     checkpoint = open_checkpoint(resolved)
     config = checkpoint.config
-    if dtype is None:
-        if config.dtype not in DTYPES:
-            raise LoadError(
-                f"{checkpoint.where} has the dtype {config.dtype!r}; supported are {', '.join(DTYPES)}, or name one with --dtype"
-            )
-        dtype = DTYPES[config.dtype]
     check_tensors(checkpoint)
+    if dtype is None:
+        stored = config.dtype or checkpoint.stored_dtype
+        if stored not in DTYPES:
+            raise LoadError(f"{checkpoint.where} has the dtype {stored!r}; supported are {', '.join(DTYPES)}, or name one with --dtype")
+        dtype = DTYPES[stored]
     reader = Reader(checkpoint, dtype)
     embedding = reader.matrix("model.embed_tokens.weight")
     head = embedding if config.tie_word_embeddings else reader.matrix("lm_head.weight")
@@ -52,7 +51,7 @@ def check_tensors(checkpoint: Checkpoint) -> None:
     missing = [name for name in expected if name not in checkpoint.shapes]
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        raise LoadError(f"{checkpoint.where} lacks the tensor {missing[0]}{more}")
+        raise LoadError(f"{checkpoint.where} lacks the tensor {checkpoint.name_in_file(missing[0])}{more}")
     for name, shape in checkpoint.shapes.items():
         if name not in expected:
             tied_head = name == "lm_head.weight" and checkpoint.config.tie_word_embeddings
@@ -60,7 +59,8 @@ def check_tensors(checkpoint: Checkpoint) -> None:
                 raise LoadError(f"{checkpoint.where} has the tensor {name}, which a {checkpoint.config.architecture} has no use for")
         elif shape != expected[name]:
             raise LoadError(
-                f"{checkpoint.where}: the tensor {name} has the shape {list(shape)}; its configuration needs {list(expected[name])}"
+                f"{checkpoint.where}: the tensor {checkpoint.name_in_file(name)} has the shape {list(shape)}; "
+                f"its configuration needs {list(expected[name])}"
             )
 
 
@@ -107,8 +107,13 @@ class Reader:
         return self.checkpoint.read(name).to(torch.float32).clone()
 
     def fused(self, prefix: str, names: tuple[str, ...], *, bias: bool) -> ops.PackedLinear:
-        """Matrices of one input, stacked by output."""
-        weight = torch.cat([self.checkpoint.read(f"{prefix}{name}.weight").to(self.dtype) for name in names])
+        """Matrices of one input, stacked by output: converted and put in their place in one pass."""
+        shapes = [self.checkpoint.shapes[f"{prefix}{name}.weight"] for name in names]
+        weight = torch.empty(sum(rows for rows, _ in shapes), shapes[0][1], dtype=self.dtype)
+        at = 0
+        for name, (rows, _) in zip(names, shapes, strict=True):
+            weight[at : at + rows].copy_(self.checkpoint.read(f"{prefix}{name}.weight"))
+            at += rows
         return ops.pack_linear(weight, torch.cat([self.vector(f"{prefix}{name}.bias") for name in names]) if bias else None)
 
     def layer(self, index: int) -> LayerWeights:

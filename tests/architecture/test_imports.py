@@ -52,7 +52,7 @@ def test_contract_notices_a_breach(tmp_path: Path, contract: str, file: str, lin
     assert words in " ".join(run.stdout.split()), run.stdout
 
 
-@pytest.mark.parametrize("package", ["specengine.cli", "specengine.server", "specengine.engine.async_llm"])
+@pytest.mark.parametrize("package", ["specengine.cli", "specengine.server"])
 def test_clients_of_the_engine_load_no_tensors(package: str):
     code = (
         "import importlib, pkgutil, sys\n"
@@ -73,6 +73,7 @@ def test_import_of_the_package_is_lazy():
     assert run.stdout.strip() == "[]", run.stdout + run.stderr
 
 
+@pytest.mark.skipif(not (ROOT / "specengine/cli/main.py").is_file(), reason="the command line isn't in the tree yet")
 def test_help_answers_fast():
     """0.3 s is the aim; three times that is allowed, and the best of three counts, since tests share the machine."""
     code = (

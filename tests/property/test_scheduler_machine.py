@@ -118,7 +118,7 @@ TestScheduler.settings = settings(max_examples=150, stateful_step_count=30, dead
 
 @pytest.mark.slow
 class TestSchedulerAtLength(SchedulerMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(max_examples=5000, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=2500, stateful_step_count=50, deadline=None)
 
 
 def test_the_machine_covers_the_configuration() -> None:
