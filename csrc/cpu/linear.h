@@ -12,7 +12,6 @@ constexpr int kMaxRows = 6;                      // 6 rows x 16 columns: 12 of 1
 constexpr int64_t kRowsBytes = 256 << 10;        // activations that stay in the second-level cache beside a panel
 constexpr int64_t kMinTask = 128 << 10;          // multiply-adds below which a further thread costs more than it gives
 constexpr int64_t kTasksPerThread = 6;
-constexpr int64_t kPrefetchBytes = 1024;
 
 inline void finish(const LinearArgs& a, int64_t row, int64_t column, Vec sum) {
   const int64_t left = a.out - column;
@@ -33,15 +32,17 @@ void multiply_tile(const LinearArgs& a, int64_t row, int64_t panel) {
     SPECENGINE_UNROLL for (int c = 0; c < 2 * P; ++c) sum[r][c] = set1(0);
   }
   for (int64_t k = 0; k < depth; ++k) {
-    Vec column[2 * P];
     SPECENGINE_UNROLL for (int p = 0; p < P; ++p) {
-      const W* at = w + (p * depth + k) * kPanel;
-      if (R * P <= 4) prefetch(reinterpret_cast<const char*>(at) + kPrefetchBytes);
-      load_panel(at, column[2 * p], column[2 * p + 1]);
-    }
-    SPECENGINE_UNROLL for (int r = 0; r < R; ++r) {
-      const Vec value = broadcast(x + r * depth + k);
-      SPECENGINE_UNROLL for (int c = 0; c < 2 * P; ++c) sum[r][c] = fma(value, column[c], sum[r][c]);
+      Vec low, high;
+      load_panel(w + (p * depth + k) * kPanel, low, high);
+      // Activations are read again for each panel: kept, they would push sums out of the 16 registers.
+      const float* at = x + k;
+      if (R * P > 4) hide(at);
+      SPECENGINE_UNROLL for (int r = 0; r < R; ++r) {
+        const Vec value = broadcast(at + r * depth);
+        sum[r][2 * p] = fma(value, low, sum[r][2 * p]);
+        sum[r][2 * p + 1] = fma(value, high, sum[r][2 * p + 1]);
+      }
     }
   }
   float done[R][2 * P][kLanes];

@@ -102,8 +102,8 @@ class SafetensorsCheckpoint:
         index = folder / INDEX
         if index.exists():
             weight_map = _read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict) or not weight_map:
-                raise LoadError(f"{index} has no weight_map")
+            if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(file, str) for file in weight_map.values()):
+                raise LoadError(f"{index} has no weight_map of tensors to files")
             extra = sorted(f.name for f in folder.glob("*.safetensors") if f.name not in set(weight_map.values()))
             if extra:
                 warn_once(logger, f"{folder}: files that the index doesn't name are not read: {', '.join(extra)}")

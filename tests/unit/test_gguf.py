@@ -261,7 +261,7 @@ def test_a_file_that_is_cut_off(tmp_path: Path):
 
 
 def test_an_encoding_that_cannot_be_read(tmp_path: Path):
-    _, file = pair(tmp_path, encoding="TQ2_0", **QUANTIZED_SHAPES)
+    _, file = pair(tmp_path, encoding="TQ2_0", head_dim=64, **QUANTIZED_SHAPES)
     with pytest.raises(LoadError, match=r"the tensor \S+ of \S+model\.gguf can't be read: ggml type 35"):
         load_folder(file)
 
