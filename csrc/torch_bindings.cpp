@@ -145,8 +145,9 @@ const void* norm_weight(const std::optional<Tensor>& weight, int64_t dim, Dtype&
   return weight->const_data_ptr();
 }
 
-Tensor rope_write_kv(const Tensor& qkv, const Tensor& positions, const Tensor& slot_mapping, const Tensor& cos_sin, Tensor& kv, int64_t layer,
-                     int64_t num_heads, const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm, double eps) {
+Tensor rope_write_kv(const Tensor& qkv, const Tensor& positions, const Tensor& slot_mapping, const Tensor& cos_sin, Tensor& kv,
+                     int64_t layer, int64_t num_heads, const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
+                     double eps) {
   specengine::RopeArgs a{};
   a.cache = cache_layer(kv, layer);
   const int64_t dim = a.cache.head_dim;

@@ -165,7 +165,8 @@ template <int Q, int C>
 inline void add_values_block(const Workspace& w, int64_t query, int64_t d, int begin, int end) {
   Vec sum[Q][C];
   SPECENGINE_UNROLL for (int i = 0; i < Q; ++i) {
-    SPECENGINE_UNROLL for (int c = 0; c < C; ++c) sum[i][c] = load(w.out + (query + i) * w.width + d + c * kLanes) * set1(w.factors[query + i]);
+    SPECENGINE_UNROLL for (int c = 0; c < C; ++c) sum[i][c] =
+        load(w.out + (query + i) * w.width + d + c * kLanes) * set1(w.factors[query + i]);
   }
   for (int j = begin; j < end; ++j) {
     Vec value[C];
@@ -300,9 +301,8 @@ inline void tree_attention(const AttentionArgs& a) {
   for_dtype(a.cache.dtype, [&](auto* type) {
     using T = std::remove_cv_t<std::remove_pointer_t<decltype(type)>>;
     // Later groups of a prompt see more keys: they start first, so that no long task is left for the end.
-    parallel_for(count * kv_heads, a.threads, [&](int64_t task) {
-      attend_group<T>(a, groups[count - 1 - task / kv_heads], task % kv_heads);
-    });
+    parallel_for(count * kv_heads, a.threads,
+                 [&](int64_t task) { attend_group<T>(a, groups[count - 1 - task / kv_heads], task % kv_heads); });
   });
   delete[] groups;
 }

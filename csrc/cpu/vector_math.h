@@ -12,12 +12,6 @@ namespace SPECENGINE_ISA {
 constexpr int kLanes = 8;
 constexpr float kInfinity = __builtin_inff();
 
-// Makes the compiler forget what it knows of a pointer, so that it reads memory again.
-template <class T>
-inline void hide(const T*& p) {
-  __asm__("" : "+r"(p));
-}
-
 // The first n < 8 elements, zeros after them. Tails go through whole vectors, so that an element's bits don't depend on
 // where it lies.
 template <class T>
