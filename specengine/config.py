@@ -163,10 +163,6 @@ class EngineOptions:
             raise ConfigError("--trust-remote-code is set; allowed is off, since specengine runs no code from a model's folder")
         if options.num_kv_blocks is not None and options.kv_cache_memory is not None:
             raise ConfigError("--num-kv-blocks and --kv-cache-memory are both given; allowed is one of them")
-        if options.max_num_batched_tokens < options.max_num_seqs:
-            raise ConfigError(
-                f"--max-num-batched-tokens is {options.max_num_batched_tokens}; allowed is at least --max-num-seqs, {options.max_num_seqs}"
-            )
         return options
 
     @property

@@ -60,7 +60,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self.scheduler.has_releases  # rows that left must be told to the worker
 
     def step(self) -> list[RequestDelta]:
         """Runs one step and returns what it added to each choice."""
@@ -68,7 +68,7 @@ class Engine:
         plan = clock.timed("schedule", self.scheduler.schedule)
         result = clock.timed("forward", lambda: self.executor.submit(plan).result())
         updates = clock.timed("process", lambda: self.outputs.process(plan, result))
-        clock.timed("commit", lambda: self.scheduler.commit(plan, updates))
+        clock.timed("commit", lambda: self.scheduler.commit(plan, updates, result))
         self.statistics.observe(plan, result, clock)
         return self.outputs.drain()
 

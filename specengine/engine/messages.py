@@ -9,6 +9,7 @@ Owns the message types and their codecs. Knows nothing about sockets, HTTP or te
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import msgspec
 
@@ -114,10 +115,10 @@ class PrefixCacheReset(msgspec.Struct, tag="prefix_cache_reset"):
 
 
 class EngineFailed(msgspec.Struct, tag="failed"):
-    """The engine can't start (`user_error` where the user can mend it) or died."""
+    """The engine can't start or died. `kind` names the error: "config" and "load" are for the user to mend."""
 
     message: str
-    user_error: bool = False
+    kind: Literal["config", "load", "engine"] = "engine"
 
 
 ToEngine = AddRequest | AbortRequests | ResetPrefixCache | Shutdown

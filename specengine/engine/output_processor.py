@@ -95,7 +95,7 @@ class OutputProcessor:
                 self._enter(active.choices[int(index)], new, now)
         shared = len(result.sequences) or 1
         updates = []
-        for sequence in result.sequences:
+        for scheduled, sequence in zip(plan.scheduled, result.sequences, strict=True):
             choice = self._rows[sequence.row]
             if choice.finished:  # aborted while the step ran
                 updates.append(SequenceUpdate(sequence.row, []))
@@ -103,6 +103,7 @@ class OutputProcessor:
             metrics = choice.request.metrics
             metrics.draft_seconds += result.draft_ms / 1000 / shared
             metrics.verify_seconds += result.verify_ms / 1000 / shared
+            self._keep_prompt_logprobs(choice, sequence, scheduled.start)
             updates.append(self._advance(choice, sequence, now))
         return updates
 
@@ -122,10 +123,15 @@ class OutputProcessor:
         deltas, self._deltas = self._deltas, []
         return deltas
 
+    def _keep_prompt_logprobs(self, choice: Choice, result: SequenceResult, start: int) -> None:
+        """Entries belong to the positions after `start`: a prompt computed again after a preemption replaces them."""
+        kept = choice.request.prompt_logprobs
+        if result.prompt_logprobs is not None and kept is not None and choice.index == 0:
+            del kept[start + 1 :]
+            kept.extend(self._logprobs(entry) for entry in result.prompt_logprobs)
+
     def _advance(self, choice: Choice, result: SequenceResult, now: float) -> SequenceUpdate:
         active = choice.request
-        if result.prompt_logprobs is not None and active.prompt_logprobs is not None and choice.index == 0:
-            active.prompt_logprobs.extend(self._logprobs(entry) for entry in result.prompt_logprobs)
         if result.error is not None:
             choice.finished = True
             self._emit(
@@ -224,4 +230,4 @@ class OutputProcessor:
 
     def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         triples = zip(entry.token_ids, entry.logprobs, entry.ranks, strict=True)
-        return {token: Logprob(logprob, rank, self.tokenizer.decode([token])) for token, logprob, rank in triples}
+        return {token: Logprob(logprob, rank, self.tokenizer.token_text(token)) for token, logprob, rank in triples}

@@ -51,6 +51,8 @@ class Worker:
         """Runs one step: propose, forward, verify, compact, observe."""
         began = time.perf_counter()
         self._apply(plan)
+        if not plan.scheduled:  # a plan that only releases rows
+            return StepResult(step=plan.step, sequences=[])
         trees = self.drafter.begin(self.table, plan).result()
         trees = allocator.cut(trees, plan.limits)
         drafted = time.perf_counter()

@@ -43,7 +43,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
     "yarn, all keys": {
         "rope_scaling": {
-            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7,
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 4, "beta_slow": 2, "mscale": 0.7,
             "mscale_all_dim": 1.3, "truncate": False,
         },
     },

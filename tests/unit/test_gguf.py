@@ -193,11 +193,11 @@ def test_llama3_frequencies_come_from_their_tensor(tmp_path: Path):
         ),
         (
             {
-                "rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 64,
-                "rope__scaling__yarn_beta_fast": 16.0, "rope__scaling__yarn_beta_slow": 2.0, "rope__scaling__attn_factor": 1.5,
+                "rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 256,
+                "rope__scaling__yarn_beta_fast": 4.0, "rope__scaling__yarn_beta_slow": 2.0, "rope__scaling__attn_factor": 1.5,
             },
             {
-                "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16, "beta_slow": 2,
+                "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "beta_fast": 4, "beta_slow": 2,
                 "attention_factor": 1.5 * (0.1 * math.log(4) + 1),
             },
         ),

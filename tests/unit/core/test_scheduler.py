@@ -232,6 +232,8 @@ class TestPreemption:
         simulation.add("b", [3, 4], max_tokens=6)
         preempted = None
         while preempted is None:
+            for sequence in simulation.scheduler.running:
+                sequence.draft_lag = 2
             plan = simulation.step()
             preempted = next((s for s in simulation.scheduler.waiting if s.status is Status.PREEMPTED), None)
         assert preempted.sequence_id == "b#0" and preempted.num_preemptions == 1
