@@ -1,9 +1,8 @@
-"""The client's side of an engine process: starting it, sending requests, handing each its deltas, noticing its death.
+"""The client's side of an engine process: starts it, sends requests, hands each its deltas, notices its death.
 
 Owns the socket, the process and the requests in flight. Knows nothing about text or HTTP.
 
-    client = EngineClient(EngineProcess(options))
-    info = await client.start()
+    info = await (client := EngineClient(EngineProcess(options))).start()
     with client.submit(AddRequest("r1", [1, 2, 3], params)) as stream:
         async for delta in stream: ...
 """
@@ -164,14 +163,31 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> RequestDelta:
-        while not self._deltas:
-            if self._error is not None:
-                raise self._error
-            if self.finished:
-                raise StopAsyncIteration
+        while True:
             self._wake.clear()
+            delta = self.poll()
+            if delta is not None:
+                return delta
+            if self.exhausted:
+                raise StopAsyncIteration
             await self._wake.wait()
-        return self._deltas.popleft()
+
+    def poll(self) -> RequestDelta | None:
+        """The next delta if it is there. Raises what ended the request otherwise."""
+        if self._deltas:
+            return self._deltas.popleft()
+        if self._error is not None:
+            raise self._error
+        return None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the last delta was taken."""
+        return self.finished and not self._deltas
+
+    def share(self, wake: asyncio.Event) -> None:
+        """Has `wake` set when something comes, for a reader of several streams."""
+        self._wake = wake
 
     def close(self) -> None:
         if not self.finished:
