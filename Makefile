@@ -8,7 +8,7 @@
 #   TARGET, PORT, ARGS    model, port and further options of `specengine serve`; ARGS also goes to pytest and to bench
 #   PYTHON                the interpreter that makes .venv; at least 3.11
 #   TORCH                 what pip installs as torch. On Linux the registry's wheel is a CUDA build of several GB
-#   TORCH_INDEX           an index to take torch from, e.g. https://download.pytorch.org/whl/cpu for the small CPU build
+#   TORCH_INDEX           an index to take torch from (the project of torch publishes one with the small CPU build)
 #   SPECENGINE_NO_EXT=1   installs without the C++ extension; the reference operations serve instead
 
 SHELL := /bin/bash

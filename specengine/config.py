@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -151,7 +152,7 @@ class EngineOptions:
     tree_width: int | None = option(None, "most children of a tree node (4); 1 is a chain", low=1, high=64)
     acceptance: str | None = option(None, "rule of acceptance", choices=ACCEPTANCE)
     chat_template: str | None = option(None, "a chat template, or a file that holds one")
-    trust_remote_code: bool = option(False, "accepted for compatibility; no code of a model is ever run", kind="flag")
+    trust_remote_code: bool = option(False, "refused when set: no code from a model's folder is ever run", kind="flag")
 
     @classmethod
     def create(cls, **given: Any) -> EngineOptions:
@@ -305,35 +306,59 @@ def _kind_of(about: Field[Any]) -> str:
     return "int" if text.startswith("int") else "float" if text.startswith("float") else "str"
 
 
-def _converted(name: str, kind: str, value: Any) -> Any:  # noqa: C901  one branch a kind
-    if kind == "bytes":
-        return parse_bytes(value, name)
-    if kind == "dtype":
-        if str(value).removeprefix("torch.") not in DTYPES:
-            raise ConfigError(f"{name} is {value!r}; allowed is {', '.join(DTYPES)}")
-        return DTYPES[str(value).removeprefix("torch.")]
-    if kind == "flag":
-        if not isinstance(value, bool):
-            raise ConfigError(f"{name} is {value!r}; allowed is true or false")
-        return value
-    if kind == "list":
-        return (value,) if isinstance(value, str) else tuple(value)
-    if kind == "speculation":
-        return value
-    if kind in ("int", "float"):
-        number = int if kind == "int" else float
-        if isinstance(value, bool) or (kind == "int" and isinstance(value, float) and not value.is_integer()):
-            raise ConfigError(f"{name} is {value!r}; allowed is {'a whole number' if kind == 'int' else 'a number'}")
-        try:
-            converted = number(value)
-        except (TypeError, ValueError):
-            raise ConfigError(f"{name} is {value!r}; allowed is {'a whole number' if kind == 'int' else 'a number'}") from None
-        if not math.isfinite(converted):
-            raise ConfigError(f"{name} is {value!r}; allowed is a finite number")
-        return converted
+def _converted(name: str, kind: str, value: Any) -> Any:
+    return CONVERTERS[kind](name, value)
+
+
+def _dtype(name: str, value: Any) -> str:
+    spelled = str(value).removeprefix("torch.")
+    if spelled not in DTYPES:
+        raise ConfigError(f"{name} is {value!r}; allowed is {', '.join(DTYPES)}")
+    return DTYPES[spelled]
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; allowed is true or false")
+    return value
+
+
+def _int(name: str, value: Any) -> int:
+    fraction = isinstance(value, float) and not value.is_integer()  # infinity and NaN are no integers either
+    try:
+        if isinstance(value, bool) or fraction:
+            raise ValueError
+        return int(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} is {value!r}; allowed is a whole number") from None
+
+
+def _float(name: str, value: Any) -> float:
+    try:
+        converted = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        converted = math.nan
+    if not math.isfinite(converted):
+        raise ConfigError(f"{name} is {value!r}; allowed is a finite number")
+    return converted
+
+
+def _text(name: str, value: Any) -> str:
     if not isinstance(value, (str, os.PathLike)) or not str(value):
         raise ConfigError(f"{name} is {value!r}; allowed is text of at least one character")
     return str(value)
+
+
+CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
+    "bytes": lambda name, value: parse_bytes(value, name),
+    "dtype": _dtype,
+    "flag": _flag,
+    "list": lambda name, value: (value,) if isinstance(value, str) else tuple(value),
+    "speculation": lambda name, value: value,  # checked as a whole by SpeculativeConfig
+    "int": _int,
+    "float": _float,
+    "str": _text,
+}
 
 
 def _choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -30,6 +30,8 @@ class Admission:
         self.num_token_ids = tokenizer.num_token_ids
         self.seed = options.seed
         self.method = options.speculative.resolved_method()
+        speculative = options.speculative
+        self.most = {"num_speculative_tokens": speculative.num_speculative_tokens, "tree_width": speculative.tree_width}
         self._arrivals = 0
 
     def request(self, message: AddRequest) -> Request:
@@ -117,6 +119,9 @@ class Admission:
                 raise RequestError(
                     f"speculation key {key!r} is the engine's; a request may set {', '.join(sorted(PER_REQUEST_KEYS))}", "speculation"
                 )
+        for key, most in self.most.items():
+            if keys.get(key, 0) > most:
+                raise RequestError(f"speculation key {key!r} is {keys[key]}; allowed is at most the engine's {most}", "speculation")
         method = keys.get("method", "auto")
         if method not in ("auto", "off", self.method):
             raise RequestError(f"speculation method is {method!r}; this engine has {self.method} and off", "speculation")
